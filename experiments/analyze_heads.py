@@ -12,7 +12,7 @@ from absl import flags
 
 from experiments import cli
 from experiments.distributed import initialize
-from experiments.run_directory import run_path, write_json
+from experiments.run_directory import check_results, run_path, write_json
 
 _WORKDIR, _CHECKPOINT = cli.define_run()
 _SPLIT = flags.DEFINE_string("split", "validation", "The evaluation set.")
@@ -29,6 +29,8 @@ def main() -> None:
 
   restored = inference.restore(workdir, _CHECKPOINT.value)
   name, examples = inference.evaluation_set(restored.experiment, _SPLIT.value)
+  if jax.process_index() == 0:
+    check_results(workdir)
   with progress.counting("heads") as done:
     results = head_pruning.prune_heads(
       restored.experiment, restored.params, examples, done

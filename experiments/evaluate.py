@@ -9,12 +9,15 @@ as eval/<set>.txt, and figures/alignments_<set>.png. If flags differ from the
 config of the run, names tell how, as in eval/<set>_beam_5.json.
 """
 
+from pathlib import Path
+
 from absl import flags
 
 from experiments import cli
 from experiments.config import EvaluationConfig
 from experiments.distributed import initialize
-from experiments.run_directory import run_path
+from experiments.errors import UserError
+from experiments.run_directory import check_results, run_path
 
 _WORKDIR, _CHECKPOINT = cli.define_run()
 _SPLIT = flags.DEFINE_string("split", "test", "The set to evaluate.")
@@ -43,6 +46,12 @@ def _variant(config: EvaluationConfig) -> str:
 
 def main() -> None:
   """Evaluates the run that the flags name."""
+  files = [str(Path(x).resolve()) for x in (_SOURCE.value, _TARGET.value) if x]
+  if files and _SPLIT.present:
+    raise UserError(
+      f"--split={_SPLIT.value}: has no effect with --source and --target; leave"
+      " out --split, or both of them"
+    )
   workdir = run_path(_WORKDIR.value)
   initialize.set_up_jax()
   import jax
@@ -63,6 +72,9 @@ def main() -> None:
   )
   config = restored.experiment.config.evaluation
   variant = _variant(config)
+  if jax.process_index() == 0:
+    check_results(workdir)
+    report.check_files(workdir, f"{name}{variant}", files)
   evaluation = inference.evaluate(restored, examples, search)
   if jax.process_index() == 0:
     described = report.described(name, restored.checkpoint, evaluation)
@@ -71,6 +83,7 @@ def main() -> None:
       *(workdir, name, restored.checkpoint, evaluation),
       config=config,
       variant=variant,
+      files=files,
     )
     print(f"\nresults: {written}", flush=True)
   figure = draw_alignments(

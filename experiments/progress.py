@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ def counting(
   description: str | None = None,
   total: int | None = None,
   initial: int = 0,
+  hidden: bool = False,
 ) -> Iterator[Callable[[float], Any]]:
   """Shows a count on a terminal; yields a function that adds to it."""
   # With a total it shows the time left, and in a log file it writes lines.
@@ -38,12 +39,17 @@ def counting(
     total,
     f" {unit}",
     initial=initial,
-    hidden=_is_hidden() or (total is None and not terminal),
+    hidden=hidden or _is_hidden() or (total is None and not terminal),
     desc=description,
     leave=False,
     delay=0.0 if terminal else _LINE_EVERY,
   ) as bar:
     yield bar.update
+
+
+def without_bars() -> AbstractContextManager[None]:
+  """Clears the bars of a terminal while other lines are printed."""
+  return tqdm.external_write_mode()
 
 
 def on_terminal() -> bool:

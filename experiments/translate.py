@@ -74,13 +74,16 @@ _LONG_LINES = flags.DEFINE_enum(
   "Truncates (cut) or rejects (refuse) lines above the model's maximum length.",
 )
 _SOURCE = flags.DEFINE_string(
-  "source", None, "File to translate; by default standard input."
+  "source",
+  None,
+  "File to translate, plain or .gz; by default standard input.",
 )
 _OUT = flags.DEFINE_string(
   "out",
   None,
   "File for the translations of --source; by default standard output. Until it"
-  " is complete, it has a hidden name, from which a restart continues.",
+  " is complete, it has a hidden name, from which a restart continues, unless"
+  " --source is a pipe.",
 )
 _ALIGNMENTS = flags.DEFINE_string(
   "alignments",
@@ -105,6 +108,7 @@ def main() -> None:
     )
   initialize.set_up_jax()
   from experiments import inference
+  from experiments.data.text import readers
 
   restored = inference.restore(run_path(_WORKDIR.value), _CHECKPOINT.value)
   search = _search(restored)
@@ -117,7 +121,9 @@ def main() -> None:
   with contextlib.ExitStack() as stack:
     stream: BinaryIO = sys.stdin.buffer
     if _SOURCE.value:
-      stream = stack.enter_context(_opened(_SOURCE.value))
+      name = f"--source={_SOURCE.value}"
+      stream = readers.open_bytes(Path(_SOURCE.value), name)
+      stack.enter_context(stream)
     output = stack.enter_context(contextlib.closing(_output(restored, search)))
     check = stack.enter_context(_stopping(output))
     save = _make_save(restored, is_restart=output.num_groups > 0)
@@ -130,7 +136,7 @@ def _stopping(output) -> Iterator[Callable[[], None]]:
   """Yields a function that stops the process if it has received a signal."""
   from experiments.distributed import preemption
 
-  if not _OUT.value:  # a signal stops the process at once
+  if not (_OUT.value and _file()):  # a signal stops the process at once
     yield lambda: None
     return
   with preemption.listen(unit="batch") as signals:
@@ -146,16 +152,17 @@ def _stopping(output) -> Iterator[Callable[[], None]]:
 
 def _translate_all(stream, output, translate, save, check) -> None:
   """Translates the lines of a stream that the output does not have yet."""
-  from experiments.data.text.readers import decode_lines
-  from experiments.progress import counting
+  from experiments.data.text import readers
+  from experiments.progress import counting, without_bars
 
-  size = 1 if stream is sys.stdin.buffer and stream.isatty() else _BLOCK
-  total = _num_lines(_SOURCE.value) if _SOURCE.value else None
+  typed = stream.isatty()
+  size = 1 if typed else _BLOCK
+  total = readers.num_lines(file) if (file := _file()) else None
   done, unknown = output.num_groups, 0
-  source = decode_lines(stream, _SOURCE.value or "standard input")
+  source = readers.decode_lines(stream, _SOURCE.value or "standard input")
   source = itertools.islice(source, done, None)
   first = done + 1
-  with counting("line", total=total, initial=done) as count:
+  with counting("line", total=total, initial=done, hidden=typed) as count:
 
     def progress(lines: int) -> None:
       count(lines)
@@ -164,18 +171,20 @@ def _translate_all(stream, output, translate, save, check) -> None:
     while block := list(itertools.islice(source, size)):
       lines = translate(block, first=first, progress=progress)
       for number, line in enumerate(lines, start=first):
-        if line.cut:
-          logging.warning("%s", line.cut)
-        if line.unknown and unknown < _UNKNOWN:
-          logging.warning("%s", line.unknown)
-        unknown += bool(line.unknown)
         save(line, number, block[number - first])
         check()
-      output.write(
-        text
-        for number, line in enumerate(lines, start=first)
-        for text in _formatted(line, number)
-      )
+      with without_bars():
+        for line in lines:
+          if line.cut:
+            logging.warning("%s", line.cut)
+          if line.unknown and unknown < _UNKNOWN:
+            logging.warning("%s", line.unknown)
+          unknown += bool(line.unknown)
+        output.write(
+          text
+          for number, line in enumerate(lines, start=first)
+          for text in _formatted(line, number)
+        )
       first += len(block)
   if unknown > _UNKNOWN:
     logging.warning(
@@ -184,18 +193,10 @@ def _translate_all(stream, output, translate, save, check) -> None:
     )
 
 
-def _opened(path: str) -> BinaryIO:
-  try:
-    return open(path, "rb")
-  except OSError as error:
-    raise UserError(
-      f"--source={path}: cannot be read ({error.strerror})"
-    ) from error
-
-
-def _num_lines(path: str) -> int:
-  with open(path, "rb") as file:
-    return sum(1 for _ in file)
+def _file() -> Path | None:
+  """The file of --source; None for a pipe, which can be read only once."""
+  source = Path(_SOURCE.value or "")
+  return source if source.is_file() else None
 
 
 def _output(restored, search):
@@ -204,15 +205,17 @@ def _output(restored, search):
 
   if not (_OUT.value and _SOURCE.value):
     return StandardOutput()
-  source, workdir = Path(_SOURCE.value).resolve(), run_path(_WORKDIR.value)
-  state = source.stat()
-  settings = {
+  workdir, out, file = run_path(_WORKDIR.value), Path(_OUT.value), _file()
+  settings: dict[str, Any] = {
     "workdir": str(workdir if is_remote(workdir) else workdir.resolve()),
     "checkpoint": restored.checkpoint,
     "search": repr(search),
-    "source": [str(source), state.st_size, state.st_mtime_ns],
+    "source": _SOURCE.value,
   }
-  return PartialFile(Path(_OUT.value), settings, _N_BEST.value)
+  if file:
+    source, state = file.resolve(), file.stat()
+    settings["source"] = [str(source), state.st_size, state.st_mtime_ns]
+  return PartialFile(out, settings, _N_BEST.value, continues=file is not None)
 
 
 def _search(restored):

@@ -67,7 +67,7 @@ def test_every_field_of_a_config_is_documented():
     "| `clip_norm` | number above `0` or None | `1.0` | Largest global norm",
     '| `cell` | `"gru"`, `"lstm"` | `"gru"` | Type of',
     "| `dropout_rate` | number at least `0` and below `1` | `0.0` |",
-    "| `beam_size`\\* | integer at least `1` | `1` |",
+    "| `beam_size`\\* | integer at least `1` and at most `4096` | `1` |",
     "| `splits` | names, each with [DigitRange](#digitrange) |",
     "| `min_digits` | integer at least `1` | required |",
   ):

@@ -23,6 +23,7 @@ _DAMAGED = "damaged"
 _JAX_ERROR = jax.errors.JaxRuntimeError
 # Part of Orbax's message for a state of another structure.
 _OTHER_ARRAYS = "structures do not match"
+_OTHER_SHAPE = "is not compatible with the stored shape"
 NONE_LEFT = (
   "No checkpoint of the run can be read, and nothing was moved. If the files"
   " are lost, another --workdir starts over."
@@ -94,13 +95,21 @@ def _explain(checkpoint: Path, error: Exception) -> Exception:
   explained: UserError
   if _OTHER_ARRAYS in str(error):
     explained = UserError(
-      f"checkpoint {checkpoint} holds other arrays than this version of the"
-      f" model ({reason}); use the version that wrote it"
+      f"checkpoint {checkpoint} holds other arrays than the model of"
+      f" config.json ({reason}); undo changes of this file, or use the version"
+      " that wrote the checkpoint"
     )
   elif not is_damage and (
     isinstance(error, (MemoryError, _JAX_ERROR)) or system_error(error)
   ):
     explained = UserError(f"checkpoint {checkpoint}: cannot be read ({reason})")
+  elif _OTHER_SHAPE in reason:
+    # Damage of the recorded shape is possible too, so older ones are tried.
+    explained = DamagedCheckpointError(
+      checkpoint,
+      "does not fit the model of config.json"
+      f" ({reason.partition('. ')[0]}); undo changes of this file.",
+    )
   elif is_damage or _is_of_orbax(error):
     explained = DamagedCheckpointError(
       checkpoint, f"is damaged ({type(error).__name__}: {reason})."

@@ -55,7 +55,9 @@ def restore(workdir: Path, checkpoint: str | None = None) -> Restored:
   exported = workdir / run_directory.PARAMETERS
   if (workdir / run_directory.CHECKPOINTS).is_dir():
     experiment = make_experiment(config, workdir, mesh=MeshConfig())
-    which = checkpoint or config.evaluation.checkpoint
+    which = checkpoint
+    if which is None:
+      which = config.evaluation.checkpoint
     return Restored(experiment, *_from_checkpoints(experiment, workdir, which))
   if not exported.exists():
     raise UserError(f"--workdir={workdir}: the run has no checkpoint yet")

@@ -107,10 +107,18 @@ def make_trials(
     [(field, value) for value in _parse_values(config, field, texts)]
     for field, texts in sweeps.items()
   ]
-  trials = []
+  trials, groups = [], dict[str, str]()  # by directory
   for combination in itertools.product(*choices):
     values = dict(combination)
-    name = re.sub(r"[^\w.=-]+", "_", group_name(values)) or "all"
+    group = group_name(values)
+    name = re.sub(r"[^\w.=-]+", "_", group) or "all"
+    if name in groups:
+      raise UserError(
+        f"--sweep: {groups[name]} and {group} have the same directory,"
+        f" {folder / name}; compare them in two commands with different"
+        " --workdir"
+      )
+    groups[name] = group
     for seed in range(config.seed, config.seed + num_seeds):
       raw = config.to_dict()
       for field, value in {**values, "seed": seed}.items():

@@ -174,9 +174,10 @@ def _progress_bar(incomplete: Sequence[Trial]) -> tqdm:
 
 
 def _steps_done(trial: Trial, outcomes: Mapping[Path, Outcome]) -> int:
-  """The steps of a trial that are done or will never be trained."""
-  has_ended = trial.workdir in outcomes
-  return trial.raw["train"]["steps"] if has_ended else last_logged_step(trial)
+  """The steps of a trial that are done; all if it is complete."""
+  outcome = outcomes.get(trial.workdir)
+  is_complete = outcome is not None and outcome.error is None
+  return trial.raw["train"]["steps"] if is_complete else last_logged_step(trial)
 
 
 def last_logged_step(trial: Trial) -> int:

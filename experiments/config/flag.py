@@ -108,6 +108,13 @@ class _Parser(flags.ArgumentParser):
     given = [word.lstrip("-").partition("=")[0] for word in words]
     if given.count("config") > 1:
       raise UserError("--config is given more than once; give one config")
+    if not path:
+      raise UserError("--config=: give a config, as configs/reverse.py")
+    if file.is_dir():
+      raise UserError(
+        f"--config={file}: is a folder; give one of its files"
+        f"{_other_files(file)}"
+      )
     if not file.is_file():
       raise UserError(f"--config={file}: no such file{_other_files(file)}")
     if file.suffix != ".py":
@@ -121,7 +128,7 @@ class _Parser(flags.ArgumentParser):
         raise failure
     except UserError as error:  # of the argument
       raise UserError(f"--config={path}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
       # The parser extends a TypeError or ValueError to several lines of text.
       cause = error.__context__ or error
       raise UserError(_located(cause, file)) from error
@@ -138,7 +145,7 @@ class _Parser(flags.ArgumentParser):
 
 def _other_files(file: Path) -> str:
   """Returns the end of a message: the file of a similar name, or all files."""
-  folders = {file.parent, Path("configs")}
+  folders = {file if file.is_dir() else file.parent, Path("configs")}
   known = {
     path.stem: path
     for folder in folders

@@ -25,6 +25,12 @@ UNUSED = {
 }
 
 
+# Wider beams take more memory than most devices have.
+MAX_BEAM_SIZE = 4096
+# Above it, powers of the lengths of sequences overflow in float32.
+MAX_LENGTH_PENALTY = 10
+
+
 class OptimizerConfig(Section):
   """The optimizer and its learning-rate schedule."""
 
@@ -77,7 +83,7 @@ class TrainConfig(Section):
   Arrays that this model lacks, or that have another shape in it, are left out.
   Text with the same languages and tokenizer settings keeps the tokenizers.
   """
-  steps: Positive = 2500
+  steps: Size = 2500
   """Number of updates."""
   batch_size: Size = 32
   """Examples or tokens of an update, over all devices and accumulation."""
@@ -157,9 +163,9 @@ class EvaluationConfig(Section):
     str, Field(pattern=r"^((last|best)(:[1-9][0-9]*)?|[0-9]+)$")
   ] = "last"
   """Last, best, a step; last:N and best:N average N checkpoints."""
-  beam_size: Size = 1
+  beam_size: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] = 1
   """Hypotheses of beam search; 1: greedy decoding."""
-  length_penalty: AtLeastZero = 1.0
+  length_penalty: Annotated[float, Field(ge=0, le=MAX_LENGTH_PENALTY)] = 1.0
   """Exponent alpha of GNMT's length normalisation."""
   bleu_tokenizer: Literal["13a", "none", "intl", "char", "zh"] = "none"
   """Tokenizer of sacreBLEU; "none" for text that is tokenised already."""

@@ -1,7 +1,7 @@
 """Reports an evaluation: files in the run directory, and text."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments.config import EvaluationConfig
 from experiments.data.dataset import EvaluationSet
+from experiments.errors import UserError, counted
 from experiments.evaluation.evaluator import NUM_BINS, Evaluation
 from experiments.evaluation.metrics import CORPUS_NAMES, length_ranges
 from experiments.run_directory import write_json, write_text
@@ -29,6 +30,7 @@ def write_evaluation(
   *,
   config: EvaluationConfig,  # of the run
   variant: str = "",  # the end of the names
+  files: Sequence[str] = (),  # of source and target, if the set is of the user
 ) -> Path:
   """Writes eval/SPLIT.json, and the predictions as .txt; returns the first."""
   path = workdir / "eval" / f"{split}{variant}.json"
@@ -36,6 +38,7 @@ def write_evaluation(
     path,
     {
       "split": split,
+      **({"files": files} if files else {}),
       "checkpoint": checkpoint,
       "config": config.model_dump(mode="json"),
       "parameters": evaluation.num_parameters,
@@ -49,6 +52,20 @@ def write_evaluation(
   predictions = "".join(f"{line}\n" for line in evaluation.predictions)
   write_text(path.with_name(f"{split}{variant}.txt"), predictions)
   return path
+
+
+def check_files(workdir: Path, name: str, files: Sequence[str]) -> None:
+  """Raises UserError if results of other files have this name."""
+  path = workdir / "eval" / f"{name}.json"
+  try:
+    stored = json.loads(path.read_text(encoding="utf-8"))["files"]
+  except (OSError, ValueError, LookupError):  # LookupError: an older version
+    return
+  if stored != list(files):
+    raise UserError(
+      f"--source={files[0]}: its results would replace those of"
+      f" {' and '.join(stored)}; rename the file, or remove {path}"
+    )
 
 
 def read_evaluation(
@@ -88,8 +105,9 @@ def described(split: str, checkpoint: str, evaluation: Evaluation) -> str:
   ]
   if evaluation.num_truncated:
     lines.append(
-      f"{evaluation.num_truncated:,} of {len(evaluation.predictions):,} pairs"
-      " are longer than the model reads, and were truncated"
+      f"truncated {evaluation.num_truncated:,} of"
+      f" {counted(len(evaluation.predictions), 'pair')}, longer than the model"
+      " reads"
     )
   if "chrf" in evaluation.signatures:
     lines += [f"{name}: {x}" for name, x in evaluation.signatures.items()]

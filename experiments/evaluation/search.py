@@ -1,8 +1,10 @@
 """The decoding settings of an experiment: its config, changed by flags."""
 
 import dataclasses
+import math
 from typing import Any
 
+from experiments.config.training import MAX_BEAM_SIZE, MAX_LENGTH_PENALTY
 from experiments.data.batch import UNK
 from experiments.data.text.dataset import TranslationDataset
 from experiments.decoding import Constraints
@@ -36,11 +38,17 @@ def configured_search(experiment: Experiment, **changes) -> Search:
 
 
 def _check_limits(search: Search, max_length: int) -> None:
-  least = {"beam_size": 1, "max_length": 1, "length_penalty": 0}
-  for name, bound in least.items():
+  for name, least, most in (
+    ("n_best", 1, MAX_BEAM_SIZE),
+    ("beam_size", 1, MAX_BEAM_SIZE),
+    ("length_penalty", 0, MAX_LENGTH_PENALTY),
+    ("max_length", 1, math.inf),
+  ):
     value = getattr(search, name)
-    if value is not None and value < bound:
-      raise UserError(f"--{name}={value}: must be at least {bound}")
+    if value is not None and value < least:
+      raise UserError(f"--{name}={value}: must be at least {least}")
+    if value is not None and value > most:
+      raise UserError(f"--{name}={value}: must be at most {most}")
   limit = search.max_length or max_length
   if limit > max_length:
     raise UserError(

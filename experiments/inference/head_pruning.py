@@ -93,7 +93,8 @@ def save_figure(results: Mapping[str, Pruning], path: Path, title: str) -> None:
   rows = np.reshape(flat, (-1, len(kinds)))
   for axes, (metric, result) in zip(rows, results.items()):
     changes = {kind: abs(result.without[kind] - result.whole) for kind in kinds}
-    most = max(float(change.max()) for change in changes.values())
+    # Without any change, an empty range would have arbitrary colours.
+    most = max(float(change.max()) for change in changes.values()) or 1.0
     for axis, (kind, change) in zip(axes, changes.items()):
       image = axis.imshow(change, vmin=0, vmax=most)
       axis.set_title(kind, fontsize=9)

@@ -172,7 +172,7 @@ class Run:
       At most `count` source lines of an evaluation set.
 
     Raises:
-      UserError: if there is no such set.
+      UserError: if there is no such set, or its sources are blank.
     """
     with naming_arguments():
       check_split(self._restored.experiment, split)

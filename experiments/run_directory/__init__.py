@@ -11,7 +11,9 @@ from experiments.run_directory.claim import read_config as read_config
 from experiments.run_directory.claim import release as release
 from experiments.run_directory.fields import set_field as set_field
 from experiments.run_directory.files import check_access as check_access
+from experiments.run_directory.files import check_results as check_results
 from experiments.run_directory.files import check_writable as check_writable
+from experiments.run_directory.files import naming_full_disk as naming_full_disk
 from experiments.run_directory.files import write_bytes as write_bytes
 from experiments.run_directory.files import write_json as write_json
 from experiments.run_directory.files import write_text as write_text

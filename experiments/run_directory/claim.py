@@ -1,8 +1,9 @@
 """Binds a run directory to one config."""
 
+import contextlib
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,10 @@ def effective_config(workdir: Path, raw: Mapping[str, Any]) -> Config:
   config = parse(raw)
   if (workdir / CONFIG).exists():
     stored = read_json(workdir / CONFIG)
+    with _naming(workdir / CONFIG):
+      current = migrated(stored)
     ours = config.model_dump()
-    for field, (old, known) in differences(migrated(stored), stored).items():
+    for field, (old, known) in differences(current, stored).items():
       if known == MISSING and field != "version":
         set_field(ours, field, old)
     config = parse(ours)
@@ -122,4 +125,16 @@ def release(workdir: Path) -> None:
 
 def read_config(workdir: Path) -> Config:
   """The config of a run, of this schema version or an older one."""
-  return parse_stored(read_json(workdir / CONFIG))
+  path = workdir / CONFIG
+  raw = read_json(path)
+  with _naming(path):
+    return parse_stored(raw)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+  """Names the file in the error of a config that is stored in it."""
+  try:
+    yield
+  except UserError as error:
+    raise UserError(f"{path}: {error}") from error

@@ -17,6 +17,8 @@ from experiments.run_directory.remote import (
   make_folder,
 )
 
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+
 
 def write_text(path: Path, text: str) -> None:
   """Writes a text file atomically."""
@@ -37,7 +39,8 @@ def write_bytes(path: Path, content: bytes) -> None:
       os.fsync(file.fileno())
     draft.replace(path)
   except OSError as error:  # whose message may lack the path
-    draft.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+      draft.unlink()
     raise OSError(error.errno, error.strerror, str(path)) from error
 
 
@@ -73,12 +76,33 @@ def writing(workdir: Path) -> Iterator[None]:
   except OSError as error:
     if not is_remote(workdir) and os.path.isfile(workdir):
       raise _not_a_folder(workdir) from None
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    advice = "free some space, or " if is_full else ""
+    advice = "free some space, or " if error.errno in _FULL_DISK else ""
     raise UserError(
       f"--workdir={workdir}: cannot be written ({error.strerror or error});"
       f" {advice}use another directory"
     ) from None
+
+
+@contextlib.contextmanager
+def naming_full_disk(folder: Path) -> Iterator[None]:
+  """Names a folder whose disk is full, which the error of a write does not."""
+  try:
+    yield
+  except OSError as error:
+    if error.errno not in _FULL_DISK:
+      raise
+    raise UserError(
+      f"{folder}: {error.strerror}; free some space, or use another --workdir"
+    ) from None
+
+
+def check_results(workdir: Path) -> None:
+  """Raises UserError if results of an evaluation cannot be written."""
+  folder = workdir / "eval"
+  with writing(workdir):
+    make_folder(folder)
+    if not is_remote(workdir):
+      tempfile.TemporaryFile(dir=folder).close()
 
 
 def check_writable(path: Path, *, flag: str) -> None:
@@ -87,7 +111,7 @@ def check_writable(path: Path, *, flag: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
       path.open("ab").close()
-    else:
+    if path.is_file() or not path.exists():  # else a pipe or a device
       tempfile.TemporaryFile(dir=path.parent).close()
   except OSError as error:
     raise UserError(

@@ -226,9 +226,11 @@ def _is_complete(services: _Services, step: int, progress: Progress) -> bool:
 def _explain(experiment: Experiment, manager: OpenManager, step: int) -> str:
   """Describes the batch of a non-finite step, and what to do."""
   folder, last = manager().folder, manager().latest_step()
+  clips = experiment.config.optimizer.clip_norm is not None
+  other = "" if clips else " or set config.optimizer.clip_norm"
   good = "none yet" if last is None else str(folder / str(last))
   return (
     f"its batch is number {step - 1} of seed {experiment.config.seed}. Last"
-    f" good checkpoint: {good}. Lower config.optimizer.learning_rate or set"
-    " config.optimizer.clip_norm, in another --workdir."
+    f" good checkpoint: {good}. Lower config.optimizer.learning_rate{other},"
+    " in another --workdir."
   )

@@ -11,6 +11,7 @@ import numpy as np
 from experiments import decoding
 from experiments.data.batch import PAD, strip
 from experiments.data.dataset import Dataset, EvaluationSet
+from experiments.errors import UserError
 from experiments.evaluation.alignment_error import (
   named_heads,
   pair_weights,
@@ -97,7 +98,12 @@ def example_lines(data: Dataset, split: str, count: int) -> list[str]:
   """Returns lines of a set of different lengths, short enough for a figure."""
   examples = data.evaluation_set(split)
   source = np.asarray(examples.batch.source)
-  chosen = _legible_rows(source, count)
+  rows = np.flatnonzero((source != PAD).sum(-1) > 1)  # others have EOS alone
+  if not len(rows):
+    raise UserError(
+      f"all sources of the set {split!r} are blank; give lines of your own"
+    )
+  chosen = rows[_legible_rows(source[rows], count)]
   if examples.text:
     return [examples.text.source[row] for row in chosen]
   return [" ".join(data.source_words(strip(source[row]))) for row in chosen]

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.run_directory import write_text
+
 _FOLDER = "explorer_page"
 # Sides whose tokens are the rows and columns of the weights, by kind.
 _SIDES = {
@@ -65,7 +67,10 @@ class AttentionView(NamedTuple):
   def save(self, path: Path) -> None:
     """Writes the page, and the folders of the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(self.page, encoding="utf-8")
+    if path.exists() and not path.is_file():  # a pipe or a device
+      path.write_text(self.page, encoding="utf-8")
+    else:
+      write_text(path.resolve(), self.page)
 
   def _repr_html_(self) -> str:
     """The page in a frame, which keeps its styles apart from a notebook's."""

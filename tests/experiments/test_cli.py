@@ -35,6 +35,15 @@ ERRORS = {
     " colon; known: none, dot, scaled_dot, general, additive, concat, cosine,"
     " location, local_m, local_p, transformer; did you mean 'dot'?",
   ),
+  "exits in get_config": (
+    ["train", "--config={tmp}/exits.py"],
+    "exits.py, line 3: SystemExit: set DATA first",
+  ),
+  "empty config": (["train", "--config="], "--config=: give a config, as "),
+  "folder as config": (
+    ["train", "--config=configs"],
+    "--config=configs: is a folder; give one of its files; existing files: ",
+  ),
   "no Python file": (
     ["train", "--config=README.md"],
     "--config=README.md: a config is a Python file; existing files: configs/",
@@ -135,6 +144,10 @@ ERRORS = {
     ["export", "--workdir={tmp}", "--out={tmp}/out", "--batch_size=2"],
     "give --source_length too",
   ),
+  "evaluate: a set and files": (
+    ["evaluate", "--workdir=x", "--split=test", "--source=a", "--target=b"],
+    "--split=test: has no effect with --source and --target; leave out",
+  ),
   "evaluate: not a run": (
     ["evaluate", "--workdir={tmp}"],
     "not a run directory",
@@ -156,6 +169,9 @@ def test_user_error_is_one_message_without_traceback(kind, tmp_path):
   (tmp_path / "empty.py").write_text("")
   (tmp_path / "broken.py").write_text("def get_config(:\n")
   (tmp_path / "raises.py").write_text("def get_config(arg=''):\n  1 / 0\n")
+  (tmp_path / "exits.py").write_text(
+    "import sys\ndef get_config(arg=''):\n  sys.exit('set DATA first')\n"
+  )
   (tmp_path / "dictionary.py").write_text(
     "def get_config(arg=''):\n  return {'seed': 0}\n"
   )

@@ -8,7 +8,7 @@ import pytest
 from tqdm import std
 
 from experiments import progress as progress_lib
-from experiments.progress import Progress, counting, make_bar
+from experiments.progress import Progress, counting, make_bar, without_bars
 
 
 class Terminal(io.StringIO):
@@ -23,13 +23,15 @@ class Terminal(io.StringIO):
 def terminal(monkeypatch):
   """Standard error as a terminal; returns what it shows."""
 
-  def show(*size):
+  def show(*size, between=lambda: None):
     file, size = Terminal(), os.terminal_size(size)
     monkeypatch.setattr(progress_lib.sys, "stderr", file)
     monkeypatch.setattr(progress_lib.os, "get_terminal_size", lambda _: size)
     advance()
     with counting("line", total=40) as count:
       count(20)
+      with without_bars():
+        between()
     return file.getvalue()
 
   return show
@@ -56,6 +58,17 @@ def test_a_terminal_shows_a_bar_also_if_its_size_is_unknown(size, terminal):
   assert "a message\n" in shown
   assert "%|" in shown
   assert "line/s]" in shown  # of a count
+
+
+def test_lines_are_printed_without_the_bar(terminal):
+  def show_line():
+    print("a line", file=progress_lib.sys.stderr)
+
+  shown = terminal(120, 40, between=show_line)
+  before, after = shown.split("a line\n")
+  assert before.endswith("\r")
+  assert not before.rpartition("line/s]")[2].strip()
+  assert "line/s]" in after
 
 
 def test_a_log_file_gets_whole_lines(capsys):

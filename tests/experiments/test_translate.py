@@ -1,9 +1,12 @@
 """Translation end to end: a run on numbers, and the binaries that use it."""
 
+import gzip
 import json
 import os
 import random
+import shutil
 import signal
+import threading
 import time
 
 import numpy as np
@@ -129,6 +132,37 @@ def test_sigterm_reports_the_lines_that_a_restart_keeps(tmp_path):
   assert f"stopped after {count} lines; the same command continues" in error
 
 
+def test_a_pipe_of_packed_lines_is_translated_to_a_file(tmp_path):
+  pipe, out = tmp_path / "source.gz", tmp_path / "out.txt"
+  os.mkfifo(pipe)
+  content = gzip.compress(b"one\n\ntwo\n")
+  threading.Thread(target=pipe.write_bytes, args=[content], daemon=True).start()
+  processes.succeeded(
+    "translate", f"--workdir={RELEASE}", f"--source={pipe}", f"--out={out}"
+  )
+  first, second = numbers.spelled([1, 2], "ko")
+  assert out.read_text() == f"{first}\n\n{second}\n"
+
+
+def test_a_line_typed_in_a_terminal_gets_its_translation_and_no_bar():
+  ours, theirs = os.openpty()
+  os.write(ours, b"one\n\x04")  # Ctrl-D
+  process = processes.Forked(
+    "experiments.translate",
+    [f"--workdir={RELEASE}"],
+    cwd=processes.ROOT,
+    env=processes.environment(),
+    **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+  )
+  assert process.wait(timeout=600) == 0
+  shown = os.read(ours, 10_000).decode()
+  os.close(ours)
+  os.close(theirs)
+  (translation,) = numbers.spelled([1], "ko")
+  assert shown.split("\r\n")[-2:] == [translation, ""]
+  assert "line/s" not in shown
+
+
 def test_warnings_name_the_line():
   text = f"nine\n\nseven zebras\n{'one ' * 100}\n"
   lines, error = translate(RELEASE, text)
@@ -222,6 +256,14 @@ def test_n_best_and_alignments_of_input_without_a_final_newline(
   np.testing.assert_allclose(saved["weights"].sum(-1), 1, atol=1e-5)
 
 
+def test_a_run_is_not_evaluated_if_results_cannot_be_written(tmp_path):
+  workdir = tmp_path / "run"
+  shutil.copytree(RELEASE, workdir)
+  (workdir / "eval").write_text("")  # not a folder
+  error = processes.refused("evaluate", f"--workdir={workdir}")
+  assert error.startswith(f"error: --workdir={workdir}: cannot be written (F")
+
+
 @pytest.mark.exhaustive
 def test_two_files_are_evaluated_like_a_set(workdir, tmp_path):
   wanted = list(range(100, 1000, 9))
@@ -258,9 +300,7 @@ def test_blank_and_long_lines_of_a_file_are_reported(workdir, tmp_path):
     f"--source={tmp_path / 'own.en'}",
     f"--target={tmp_path / 'own.ko'}",
   )
-  assert (
-    "1 of 3 pairs are longer than the model reads, and were truncated" in out
-  )
+  assert "truncated 1 of 3 pairs, longer than the model reads" in out
   predictions = (workdir / "eval" / "own.en.txt").read_text("utf-8").split("\n")
   assert predictions[:2] == ["구", ""]
 

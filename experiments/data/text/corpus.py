@@ -28,7 +28,7 @@ class ParallelCorpus:
     self.too_long = num_pairs - self.blank - len(self)
     if not len(self):
       raise UserError(
-        f"config.data.train: of {num_pairs:,} pairs {self.blank:,} are"
+        f"config.data.train: of {counted(num_pairs, 'pair')} {self.blank:,} are"
         f" blank and {self.too_long:,} longer than config.data.max_length"
         f" {config.max_length}; none is left"
       )
@@ -101,7 +101,7 @@ class BucketedBatches:
     corpus = self._corpus
     num_shapes = counted(len(self.shapes), "batch shape")
     return (
-      f"{len(corpus):,} training pairs ({corpus.blank:,} blank and"
+      f"{counted(len(corpus), 'training pair')} ({corpus.blank:,} blank and"
       f" {corpus.too_long:,} too long left out)",
       f"{num_shapes}, {self.padding():.1%} padding: {shapes}",
     )

@@ -14,7 +14,7 @@ from experiments.data.text import readers
 from experiments.data.text.corpus import BucketedBatches, ParallelCorpus, padded
 from experiments.data.text.readers import ParallelText
 from experiments.data.text.tokenizer import Tokenizer
-from experiments.errors import UserError
+from experiments.errors import UserError, counted
 from experiments.run_directory import LocalFiles
 
 TOKENIZER, DATA = "tokenizer", "data"
@@ -56,10 +56,15 @@ class TranslationDataset:
   def evaluation_set(self, split: str) -> EvaluationSet:
     """Returns the set of a name in `config.data.splits`."""
     folder = self._files.path / DATA
-    sides = [
-      list(readers.read_lines(folder / f"{split}.{language}"))
-      for language in (self._config.source, self._config.target)
-    ]
+    languages = self._config.source, self._config.target
+    paths = [folder / f"{split}.{language}" for language in languages]
+    sides = [list(readers.read_lines(path)) for path in paths]
+    first, second = (counted(len(side), "line") for side in sides)
+    if first != second:
+      raise UserError(
+        f"{paths[0]} has {first} and {paths[1]} has {second}; line i of one"
+        " must translate line i of the other"
+      )
     return self.encode(ParallelText(*sides))
 
   def encode(self, text: ParallelText) -> EvaluationSet:

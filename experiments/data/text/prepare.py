@@ -25,10 +25,11 @@ from experiments.data.text.dataset import (
 from experiments.data.text.tokenized import Pair, TokenizedPairs
 from experiments.data.text.tokenizer import normalized
 from experiments.data.text.training_text import TrainingText, pairs_of
-from experiments.errors import UserError, naming_field
+from experiments.errors import UserError, counted, naming_field
 from experiments.run_directory import (
   CHECKPOINTS,
   LocalFiles,
+  naming_full_disk,
   read_config,
   write_json,
 )
@@ -64,14 +65,15 @@ def prepare(
   # Without checkpoints, a start of another config may have failed here.
   is_new = not (workdir / CHECKPOINTS).exists()
   settings = _settings(config, init_from) if is_new else None
-  known = _known(text, record, settings)
-  if known is None:
-    known = write_tokenizers_and_sets(text, local, init_from=init_from)
-  data = TranslationDataset(config, local)
-  tokenizers = data.source, data.target
-  dtype = tokenized.token_dtype(tokenizers)
-  if not tokenized.is_complete(folder, known["pairs"], dtype):
-    tokenized.write(text, known["pairs"], tokenizers, folder)
+  with naming_full_disk(folder):
+    known = _known(text, record, settings)
+    if known is None:
+      known = write_tokenizers_and_sets(text, local, init_from=init_from)
+    data = TranslationDataset(config, local)
+    tokenizers = data.source, data.target
+    dtype = tokenized.token_dtype(tokenizers)
+    if not tokenized.is_complete(folder, known["pairs"], dtype):
+      tokenized.write(text, known["pairs"], tokenizers, folder)
   files.upload()
   weakref.finalize(data, files.discard)
   data.corpus = ParallelCorpus(TokenizedPairs(folder, dtype), config)
@@ -95,7 +97,8 @@ def write_tokenizers_and_sets(
   sample, pairs = _sampled(text)
   if not sample:
     raise UserError(
-      f"config.data.train: of {pairs:,} pairs none has text on both sides"
+      f"config.data.train: of {counted(pairs, 'pair')} none has text on both"
+      " sides"
     )
   if not (init_from and _copy_tokenizers(init_from, workdir, config)):
     _write_tokenizers(workdir, config, sample)
@@ -212,7 +215,7 @@ def _sampled(text: Iterable[Pair]) -> tuple[list[Pair], int]:
 def _write_tokenizers(
   workdir: Path, config: TranslationConfig, sample: list[Pair]
 ) -> None:
-  logging.info("training the tokenizers on %s pairs", f"{len(sample):,}")
+  logging.info("training the tokenizers on %s", counted(len(sample), "pair"))
   sides = [[pair[side] for pair in sample] for side in (0, 1)]
   fields = [f"config.data.{side}_tokenizer" for side in SIDES]
   if config.joint_vocabulary:

@@ -1,6 +1,7 @@
 """Reads parallel text: lines, tab-separated tables, Hugging Face datasets."""
 
 import collections
+import contextlib
 import gzip
 import itertools
 import os
@@ -8,7 +9,7 @@ import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from experiments.config import TextConfig
 from experiments.data.text import huggingface, registry
@@ -66,16 +67,29 @@ def read_lines(file: Path, *, field: str = "") -> Iterator[str]:
   return map(normalized, _decoded(file, field))
 
 
+def open_bytes(file: Path, name: str = "") -> BinaryIO:
+  """Opens a file, plain or .gz, to read its lines as bytes."""
+  with _naming(name or str(file)):
+    return cast(BinaryIO, _opener(file)(file, "rb"))
+
+
+def num_lines(file: Path) -> int:
+  """Returns the number of lines of a file, plain or .gz."""
+  with _naming(str(file)), open_bytes(file) as stream:
+    return sum(1 for _ in stream)
+
+
 def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
   """Yields lines of UTF-8 unchanged, without the byte order mark."""
-  for number, line in enumerate(stream, 1):
-    try:
-      yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-      raise UserError(
-        f"{name}, line {number}: not UTF-8 ({error.reason} at byte"
-        f" {error.start + 1}); convert it, as with iconv -t utf-8"
-      ) from error
+  with _naming(name):
+    for number, line in enumerate(stream, 1):
+      try:
+        yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+      except UnicodeDecodeError as error:
+        raise UserError(
+          f"{name}, line {number}: not UTF-8 ({error.reason} at byte"
+          f" {error.start + 1}); convert it, as with iconv -t utf-8"
+        ) from error
 
 
 def has_text(pair: tuple[str, str]) -> bool:
@@ -138,24 +152,35 @@ def _hint(file: Path, field: str) -> str:
 
 def _decoded(file: Path, field: str = "") -> Iterator[str]:
   """Yields the lines of a file unchanged."""
-  opened: Callable[..., Any] = gzip.open if file.suffix == ".gz" else open
-  empty = True
+  empty, options = True, {"encoding": "utf-8-sig", "newline": "\n"}
   try:
     # Decoding many lines at once is faster than `decode_lines`.
-    with opened(file, "rt", encoding="utf-8-sig", newline="\n") as lines:
+    with _naming(str(file)), _opener(file)(file, "rt", **options) as lines:
       for line in lines:
         empty = False
         yield line
   except UnicodeDecodeError:
-    with opened(file, "rb") as stream:
+    with open_bytes(file) as stream:
       collections.deque(decode_lines(stream, str(file)), 0)  # names the line
     raise
-  except (OSError, EOFError, zlib.error) as error:
-    reason = getattr(error, "strerror", None) or error
-    raise UserError(f"{file}: cannot be read ({reason})") from error
   if empty:
     prefix = f"{field}: " if field else ""
     raise UserError(f"{prefix}{file} is empty")
+
+
+def _opener(file: Path) -> Callable[..., Any]:
+  """Returns the function that opens a file, plain or .gz."""
+  return gzip.open if file.suffix == ".gz" else open
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+  """Names the file that cannot be read."""
+  try:
+    yield
+  except (OSError, EOFError, zlib.error) as error:
+    reason = getattr(error, "strerror", None) or error
+    raise UserError(f"{name}: cannot be read ({reason})") from error
 
 
 def _table_rows(file: Path, *, field: str) -> Iterator[tuple[str, str]]:

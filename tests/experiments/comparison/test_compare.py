@@ -56,6 +56,18 @@ def test_the_error_of_the_last_attempt_is_reported(tmp_path):
     assert error in outcome.error
 
 
+def test_a_failed_trial_counts_the_steps_that_it_has_trained(tmp_path):
+  trials = make_trials({"model.attention": ["dot", "general"]}, tmp_path)
+  failed, complete = trials
+  outcomes = {
+    failed.workdir: runner.Outcome(failed, "exit code 2"),
+    complete.workdir: runner.Outcome(complete, None),
+  }
+  assert [runner._steps_done(each, outcomes) for each in trials] == [0, 12]
+  write_results(failed, 0.5)  # its log has all steps
+  assert runner._steps_done(failed, outcomes) == 12
+
+
 def test_trials_are_terminated_if_the_comparison_fails(tmp_path, monkeypatch):
   (trial,) = make_trials({"model.attention": ["dot"]}, tmp_path)
   started = []

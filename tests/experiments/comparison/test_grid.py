@@ -52,6 +52,11 @@ def test_scores_of_a_transformer_can_be_swept():
     ({"model.attention": ["dot", "dot"]}, "dot is given twice"),
     ({"optimizer.learning_rate": ["1e-3", "0.001"]}, "learning_rate=0.001 is"),
     ({"model.attention.size": ["1"]}, "config.attention has no fields"),
+    (
+      {"train.init_from": ["d/gz", "d_gz"]},
+      "--sweep: init_from=d/gz and init_from=d_gz have the same directory, "
+      "c/init_from=d_gz; compare them in two commands",
+    ),
     ({"seed": ["1", "2"]}, "set the number of seeds with --seeds"),
   ],
 )

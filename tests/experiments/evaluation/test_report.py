@@ -1,6 +1,11 @@
 """Tables of metrics by length."""
 
+import pytest
+
+from experiments.config import EvaluationConfig
+from experiments.errors import UserError
 from experiments.evaluation import report
+from experiments.evaluation.evaluator import Evaluation
 
 
 def test_the_table_pools_lengths_by_their_tokens():
@@ -13,6 +18,40 @@ def test_the_table_pools_lengths_by_their_tokens():
   assert len(lines) == 11
   assert lines[1].split() == ["1-2", "4", "66.67%", "50.00%"]
   assert lines[-1].split()[0] == "19-20"
+
+
+def test_results_of_other_files_with_the_same_name_are_kept(tmp_path):
+  def write(*files):
+    report.check_files(tmp_path, "x.en_beam_5", files)
+    report.write_evaluation(
+      *(tmp_path, "x.en", "step 5", empty),
+      config=EvaluationConfig(),
+      variant="_beam_5",
+      files=files,
+    )
+
+  empty = Evaluation(
+    metrics={},
+    by_length=[],
+    signatures={},
+    predictions=[],
+    search={},
+    num_truncated=0,
+    num_parameters=0,
+    alignment_error_rates={},
+  )
+  write("/a/x.en", "/a/x.de")
+  write("/a/x.en", "/a/x.de")
+  path = tmp_path / "eval" / "x.en_beam_5.json"
+  message = (
+    "--source=/b/x.en: its results would replace those of /a/x.en and /a/x.de;"
+    f" rename the file, or remove {path}"
+  )
+  with pytest.raises(UserError) as caught:
+    write("/b/x.en", "/b/x.de")
+  assert str(caught.value) == message
+  path.unlink()
+  write("/b/x.en", "/b/x.de")
 
 
 def test_the_table_of_text_has_the_ranges_that_were_judged():

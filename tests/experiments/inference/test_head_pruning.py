@@ -61,6 +61,23 @@ def test_the_outputs_of_single_heads_sum_to_the_output_of_all():
   np.testing.assert_allclose(sum(parts) + bias[None, None], whole, atol=1e-5)
 
 
+def test_heads_without_effect_have_the_color_of_zero(tmp_path, monkeypatch):
+  heads = np.full((1, 2), 0.5)
+  results = {
+    metric: head_pruning.Pruning(0.5, {"cross": heads, "self": heads + change})
+    for metric, change in (("loss", 0.25), ("bleu", 0.0))
+  }
+  figures = []
+  monkeypatch.setattr(
+    head_pruning.plots, "save_figure", lambda figure, _: figures.append(figure)
+  )
+  head_pruning.save_figure(results, tmp_path / "heads.png", "title")
+  images = [image for axis in figures[0].axes for image in axis.images]
+  assert [image.get_clim() for image in images] == [(0, 0.25)] * 2 + [
+    (0, 1)
+  ] * 2
+
+
 @pytest.mark.exhaustive
 def test_pruning_requires_a_transformer():
   experiment, params, examples = made("dot")

@@ -1,6 +1,7 @@
 """Partial files: nothing is written twice and nothing is lost."""
 
 import contextlib
+import os
 
 import pytest
 
@@ -35,6 +36,30 @@ def test_other_settings_do_not_continue_a_file(tmp_path):
     file.write(LINES)
   with contextlib.closing(PartialFile(path, {"checkpoint": 2}, 1)) as file:
     assert file.num_groups == 0
+
+
+def test_a_file_of_lines_that_cannot_be_read_again_begins_anew(tmp_path):
+  path = tmp_path / "out.txt"
+  for line in ("first", "second"):
+    file = PartialFile(path, {}, 1, continues=False)
+    assert file.num_groups == 0
+    file.write([line])
+    file.close()
+  (draft,) = tmp_path.iterdir()
+  assert draft.read_text() == "second\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only on Linux")
+def test_a_full_disk_is_reported_with_the_flag(tmp_path):
+  path = tmp_path / "out.txt"
+  message = rf"^--out={path}: cannot be written \(No space left on device"
+  file = PartialFile(path, {}, 1)
+  file.close()
+  with (
+    open("/dev/full", "wb", buffering=0) as file._file,
+    pytest.raises(UserError, match=message),
+  ):
+    file.write(LINES)
 
 
 def test_two_processes_do_not_write_the_same_file(tmp_path):

@@ -53,6 +53,19 @@ def test_a_damaged_checkpoint_is_named_with_the_steps_of_others(
   assert "<bound method" not in str(caught.value)
 
 
+def test_a_config_that_does_not_fit_the_checkpoint_is_named(folder, tmp_path):
+  shutil.copytree(folder / "translation", tmp_path / "run")
+  path = tmp_path / "run" / "config.json"
+  config = json.loads(path.read_text())
+  config["model"]["feed_forward_size"] *= 2
+  path.write_text(json.dumps(config))
+  message = (
+    r"/8 does not fit the model of config.json \(Requested shape: \(.*\)\);"
+  )
+  with pytest.raises(UserError, match=message):
+    experiments.load(tmp_path / "run", "8")
+
+
 def test_a_run_is_loaded_on_devices_without_its_kernels(folder, tmp_path):
   shutil.copytree(folder / "translation", tmp_path / "run")
   path = tmp_path / "run" / "config.json"
@@ -131,6 +144,8 @@ def test_errors_of_lines_name_them(run):
         ("beam_size", 0, "must be at least 1"),
         ("max_length", 0, "must be at least 1"),
         ("length_penalty", -1.0, "must be at least 0"),
+        ("beam_size", 10**9, "must be at most 4096"),
+        ("length_penalty", 11.0, "must be at most 10"),
         ("max_length", 99, "the model was built for at most 16"),
       )
     ],
@@ -149,6 +164,8 @@ def test_errors_of_loading_name_its_arguments(folder):
   message = "^checkpoint=7: not in .*/checkpoints; saved steps: 6, 8$"
   with pytest.raises(UserError, match=message):
     experiments.load(folder / "translation", "7")
+  with pytest.raises(UserError, match=r"^checkpoint=: must be last, best, "):
+    experiments.load(folder / "translation", "")
 
 
 def test_a_synthetic_task_reads_symbols(folder):

@@ -1,6 +1,9 @@
 """A run directory belongs to one config, of which some fields may change."""
 
+import errno
 import json
+import pathlib
+import tempfile
 
 import pytest
 
@@ -53,6 +56,22 @@ def test_a_field_without_effect_on_parameters_may_change(
   assert read_config(tmp_path).model_dump() == changed.to_dict()
 
 
+def test_a_directory_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+  def fail(*_, **__):
+    raise OSError(errno.EROFS, "Read-only file system")
+
+  message = f"^--workdir={tmp_path}: cannot be written \\(Read-only file"
+  for method in ("open", "unlink"):
+    monkeypatch.setattr(pathlib.Path, method, fail)
+  with pytest.raises(UserError, match=message):
+    claim(tmp_path, config_with())
+  with pytest.raises(OSError, match=f"'{tmp_path}/config.json'$"):
+    run_directory.write_text(tmp_path / "config.json", "")
+  monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+  with pytest.raises(UserError, match=message):
+    run_directory.check_results(tmp_path)
+
+
 @pytest.mark.parametrize(
   "field", ["seed", "train.batch_size", "train.dtype", "model.hidden_size"]
 )
@@ -102,6 +121,24 @@ def test_evaluation_checkpoint_that_was_not_saved_can_be_changed(tmp_path):
   assert read_config(tmp_path).evaluation.checkpoint == "777"
   assert not claim(tmp_path, config_with())
   assert read_config(tmp_path).evaluation.checkpoint == "last"
+
+
+@pytest.mark.parametrize(
+  ("field", "value"), [("train.steps", "x"), ("version", 99)]
+)
+def test_an_invalid_field_of_a_stored_config_is_named_with_its_file(
+  field, value, tmp_path
+):
+  config = config_with()
+  claim(tmp_path, config)
+  path = tmp_path / "config.json"
+  stored = json.loads(path.read_text())
+  set_fields(stored, {field: value})
+  path.write_text(json.dumps(stored))
+  message = f"^{path}: config.{field}: got {value!r}; "
+  for call in (lambda: read_config(tmp_path), lambda: claim(tmp_path, config)):
+    with pytest.raises(UserError, match=message):
+      call()
 
 
 def test_release_deletes_the_files_of_a_new_run(tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ import pytest
 
 from experiments import experiment as experiment_module
 from experiments import inference
+from experiments.config import parse
 from experiments.errors import UserError
 from experiments.evaluation.evaluator import Evaluation, make_evaluator
 from experiments.evaluation.search import configured_search
@@ -54,6 +57,23 @@ def test_the_error_of_a_non_finite_step_names_batch_and_checkpoint(
   config.mesh.data = 1
   with pytest.raises(UserError, match=message):
     loop.train_and_evaluate(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+  ("clip_norm", "advice"),
+  [
+    (None, "Lower config.optimizer.learning_rate or set config.optimizer.clip"),
+    (1.0, "Lower config.optimizer.learning_rate, in another --workdir."),
+  ],
+)
+def test_the_error_of_a_non_finite_step_advises_what_is_not_set(
+  clip_norm, advice
+):
+  config = make_tiny()
+  config.optimizer.clip_norm = clip_norm
+  manager = SimpleNamespace(folder=Path("run"), latest_step=lambda: None)
+  experiment = SimpleNamespace(config=parse(config.to_dict()))
+  assert advice in loop._explain(experiment, lambda: manager, 3)
 
 
 @pytest.mark.exhaustive

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from experiments.data.batch import EOS, PAD
+from experiments.data.batch import EOS, PAD, Batch
+from experiments.data.dataset import EvaluationSet
+from experiments.errors import UserError
 from experiments.visualization import alignments
 
 
@@ -30,6 +32,19 @@ def test_drawn_examples_have_different_legible_lengths(lengths, expected):
   assert len(set(found)) == len(found) == min(4, len(expected))
   assert set(found) <= expected
   assert chosen.shape[1] == max(found)
+
+
+def test_blank_sources_are_no_examples():
+  class Data:
+    source_words = staticmethod(lambda tokens: list(map(str, tokens)))
+
+    def __init__(self, *lengths):
+      batch = Batch(sources(*lengths), sources(*lengths))
+      self.evaluation_set = lambda _: EvaluationSet(batch, None, 0)
+
+  assert alignments.example_lines(Data(1, 3, 1), "test", 8) == ["5 6"]
+  with pytest.raises(UserError, match="sources of the set 'test' are blank"):
+    alignments.example_lines(Data(1, 1), "test", 8)
 
 
 def test_a_panel_has_a_word_for_each_row_and_column():

@@ -1,7 +1,9 @@
 """The page of attention weights, also as a browser shows it."""
 
 import base64
+import errno
 import json
+import os
 import re
 
 import numpy as np
@@ -87,6 +89,34 @@ def test_weights_that_do_not_fit_the_tokens_are_refused(weights, message):
 def test_a_page_without_pairs_is_refused():
   with pytest.raises(ValueError, match="at least one pair"):
     attention_view()
+
+
+def test_a_page_replaces_another_only_as_a_whole(tmp_path, monkeypatch):
+  path, link = tmp_path / "page.html", tmp_path / "link.html"
+  path.write_text("another page")
+  link.symlink_to(path)
+
+  def fail(_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/page\.h"):
+      attention_view(make_pair()).save(link)
+  assert path.read_text() == "another page"
+  attention_view(make_pair()).save(link)
+  assert path.read_text().startswith("<!")
+  assert {each.name for each in tmp_path.iterdir()} == {path.name, link.name}
+
+
+def test_a_page_is_written_to_a_pipe(tmp_path):
+  path = tmp_path / "page.html"
+  os.mkfifo(path)
+  reader = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+  attention_view(make_pair(1, 1)).save(path)
+  assert os.read(reader, 10).startswith(b"<!")
+  os.close(reader)
+  assert path.is_fifo()
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,10 @@
 
 import collections
 import contextlib
+import errno
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -288,6 +290,37 @@ def test_corpus_of_blank_pairs_is_refused(corpus, tmp_path):
   assert refused(prepare.prepare, text_config(corpus), tmp_path) == (
     "config.data.train: of 3 pairs none has text on both sides"
   )
+
+
+def test_a_full_disk_is_reported_with_the_folder(corpus, tmp_path, monkeypatch):
+  def write(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(tokenized, "write", write)
+  assert refused(prepare.prepare, text_config(corpus), tmp_path / "run") == (
+    f"{tmp_path}/run/data: No space left on device; free some space, or use"
+    " another --workdir"
+  )
+
+
+def test_files_of_a_set_with_other_numbers_of_lines_are_named(corpus, tmp_path):
+  data = prepare.prepare(text_config(corpus), tmp_path)
+  path = tmp_path / "data" / "test.de"
+  path.write_text("Hund\n")
+  with pytest.raises(UserError) as caught:
+    data.evaluation_set("test")
+  assert str(caught.value) == (
+    f"{path.with_suffix('.en')} has 2 lines and {path} has 1 line; line i of"
+    " one must translate line i of the other"
+  )
+
+
+def test_one_pair_is_counted_in_the_singular(corpus, tmp_path, caplog):
+  write(corpus, "train", ["a dog"], ["ein Hund"])
+  with caplog.at_level("INFO", "absl"):
+    data = prepare.prepare(text_config(corpus), tmp_path)
+  assert "training the tokenizers on 1 pair" in caplog.messages
+  assert batches(data).describe()[0].startswith("1 training pair (")
 
 
 def test_messages_name_the_set_and_the_side(corpus, tmp_path):

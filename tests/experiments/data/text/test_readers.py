@@ -9,6 +9,7 @@ import pytest
 
 from configs import base
 from experiments.config import TextConfig
+from experiments.data.text import readers
 from experiments.data.text.readers import (
   ParallelText,
   decode_lines,
@@ -233,6 +234,17 @@ def test_line_with_other_columns_is_named(line, message, tmp_path):
 def test_stream_is_named_in_messages():
   with pytest.raises(UserError, match="standard input, line 2: not UTF-8"):
     list(decode_lines([b"a\n", b"\xff\n"], "standard input"))
+
+
+def test_lines_of_a_packed_file_are_counted_and_its_damage_is_named(tmp_path):
+  file = tmp_path / "lines.gz"
+  file.write_bytes(gzip.compress(b"a\n\nb"))
+  assert readers.num_lines(file) == 3
+  with readers.open_bytes(file) as stream:
+    assert list(decode_lines(stream, "")) == ["a\n", "\n", "b"]
+  file.write_bytes(b"a\n")
+  with pytest.raises(UserError, match=r"^--source=.*lines.gz: cannot be read"):
+    list(decode_lines(readers.open_bytes(file), f"--source={file}"))
 
 
 def test_missing_package_datasets_gives_the_install_command(
