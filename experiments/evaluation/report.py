@@ -62,8 +62,9 @@ def check_files(workdir: Path, name: str, files: Sequence[str]) -> None:
   except (OSError, ValueError, LookupError):  # LookupError: an older version
     return
   if stored != list(files):
+    given = f"--source={files[0]}" if files else f"the set {name}"
     raise UserError(
-      f"--source={files[0]}: its results would replace those of"
+      f"{given}: its results would replace those of"
       f" {' and '.join(stored)}; rename the file, or remove {path}"
     )
 

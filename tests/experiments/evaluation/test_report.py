@@ -52,6 +52,10 @@ def test_results_of_other_files_with_the_same_name_are_kept(tmp_path):
   assert str(caught.value) == message
   path.unlink()
   write("/b/x.en", "/b/x.de")
+  with pytest.raises(
+    UserError, match=r"^the set x\.en_beam_5: its results would"
+  ):
+    write()
 
 
 def test_the_table_of_text_has_the_ranges_that_were_judged():
