@@ -82,8 +82,10 @@ def dot_product_attention(
       axes.with_rank(jnp.asarray(array), 4) for array in (query, key, value)
     )
   batch_size = max(query.shape[0], key.shape[0])
-  queries_below = _lengths(batch_size, query_seq_lengths=query_seq_lengths)
-  keys_below = _lengths(batch_size, key_value_seq_lengths=key_value_seq_lengths)
+  queries_below = _lengths("query_seq_lengths", query_seq_lengths, batch_size)
+  keys_below = _lengths(
+    "key_value_seq_lengths", key_value_seq_lengths, batch_size
+  )
   restrictions = [
     mask,
     masks.causal() if is_causal else None,
@@ -109,9 +111,8 @@ def dot_product_attention(
   return context, lse[0] if without_batch else lse
 
 
-def _lengths(batch_size: int, **argument: Any) -> jax.Array | None:
+def _lengths(name: str, lengths: Any, batch_size: int) -> jax.Array | None:
   """Lengths [B] as an array."""
-  ((name, lengths),) = argument.items()
   if lengths is None:
     return None
   lengths = jnp.asarray(lengths)

@@ -84,13 +84,16 @@ def check_leading(**arrays: Any) -> None:
 
 
 def check_examples(name: str, array: Any, tokens: jax.Array) -> None:
-  """Raises AssertionError unless the axes are leading ones of the tokens."""
+  """Raises AssertionError unless it broadcasts to the tokens' leading axes."""
   shape, leading = jnp.shape(array), tokens.shape[:-2]
-  fits = all(n in (1, size) for n, size in zip(shape, leading))
-  if len(shape) > len(leading) or not fits:
+  try:
+    fits = jnp.broadcast_shapes(shape, leading) == leading
+  except ValueError:
+    fits = False
+  if not fits:
     raise AssertionError(
-      f"{name} has shape {shape}, which does not fit the leading axes "
-      f"{leading} of the tokens"
+      f"{name} has shape {shape}, which does not broadcast to {leading}, the "
+      "leading axes of the tokens"
     )
 
 

@@ -46,14 +46,16 @@ def checked_offset(offset: int | jax.Array) -> int | jax.Array:
 
 
 def checked_offsets(name: str, offsets: Any, tokens: jax.Array) -> Any:
-  """One integer, or integers [B...] for the examples of tokens [B..., T, D]."""
+  """One integer, or integers [B...] for all examples of tokens [B..., T, D]."""
   if isinstance(offsets, list | tuple):
     offsets = np.asarray(offsets)
   dtype = jnp.result_type(offsets)
   if not jnp.issubdtype(dtype, jnp.integer):
     raise TypeError(f"{name} must be an integer, or an array, got {offsets}")
   check_examples(name, offsets, tokens)
-  return offsets
+  if not jnp.ndim(offsets):
+    return offsets
+  return jnp.broadcast_to(offsets, tokens.shape[:-2])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

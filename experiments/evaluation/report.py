@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.config import EvaluationConfig
 from experiments.data.dataset import EvaluationSet
-from experiments.errors import UserError, counted
+from experiments.errors import UserError
 from experiments.evaluation.evaluator import NUM_BINS, Evaluation
 from experiments.evaluation.metrics import CORPUS_NAMES, length_ranges
 from experiments.run_directory import write_json, write_text
@@ -106,9 +106,8 @@ def described(split: str, checkpoint: str, evaluation: Evaluation) -> str:
   ]
   if evaluation.num_truncated:
     lines.append(
-      f"truncated {evaluation.num_truncated:,} of"
-      f" {counted(len(evaluation.predictions), 'pair')}, longer than the model"
-      " reads"
+      f"{evaluation.num_truncated:,} of {len(evaluation.predictions):,} pairs"
+      " are longer than the model reads, and were truncated"
     )
   if "chrf" in evaluation.signatures:
     lines += [f"{name}: {x}" for name, x in evaluation.signatures.items()]

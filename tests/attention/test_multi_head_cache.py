@@ -254,6 +254,25 @@ def test_wrong_offsets_and_lengths_of_examples_raise(
     )
 
 
+@pytest.mark.parametrize(
+  ("score", "argument"), [("shaw", "query_offset"), ("local_p", "key_lengths")]
+)
+def test_numbers_of_examples_broadcast_to_several_leading_axes(score, argument):
+  (tokens,) = single(3, (2, 3, 4, 8))
+  module = MultiHeadAttention(2, rotary=True, score=score)
+  variables = module.init(jax.random.key(0), tokens)
+  projected = module.apply(variables, tokens, method="project")
+
+  @jax.jit
+  def call(numbers):
+    options = {argument: numbers, "method": "attend_projected"}
+    return module.apply(variables, tokens, projected, **options)
+
+  numbers = np.array([4, 2, 3])
+  got, want = map(call, (numbers, np.broadcast_to(numbers, (2, 3))))
+  close(got, want, rtol=1e-6)
+
+
 def test_a_ragged_cache_refuses_scores_with_parameters_for_each_example():
   tokens, weight = jnp.ones((2, 3, 6)), jnp.ones((6, 2, 3))
   score = scores.forgetting(scores.dot(), jnp.ones((2, 2, 4)))

@@ -300,7 +300,9 @@ def test_blank_and_long_lines_of_a_file_are_reported(workdir, tmp_path):
     f"--source={tmp_path / 'own.en'}",
     f"--target={tmp_path / 'own.ko'}",
   )
-  assert "truncated 1 of 3 pairs, longer than the model reads" in out
+  assert (
+    "1 of 3 pairs are longer than the model reads, and were truncated" in out
+  )
   predictions = (workdir / "eval" / "own.en.txt").read_text("utf-8").split("\n")
   assert predictions[:2] == ["구", ""]
 
