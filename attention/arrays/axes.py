@@ -60,6 +60,14 @@ def join_axes(array: jax.Array, axis: int, outer: int, inner: int):
   return jnp.reshape(array, (*before, outer * inner, *after))
 
 
+def indices(shape: Sequence[int]) -> tuple[jax.Array, ...]:
+  """`jnp.indices`, for sizes that may be symbols of `jax.export` too."""
+  return tuple(
+    jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+    for axis in range(len(shape))
+  )
+
+
 def varying_zero(arguments: Any, dtype: Any) -> jax.Array:
   """A zero that varies over the mesh axes that the arguments vary over."""
   # Under `jax.shard_map` the initial state of a loop must have this type.

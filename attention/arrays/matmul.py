@@ -198,9 +198,9 @@ def _without_outer_sharing(left, right) -> tuple[jax.Array, jax.Array]:
   leading = jnp.broadcast_shapes(*shapes)
 
   def broadcast(tokens, shape):
-    own = [axis for axis, size in enumerate(shape) if size > 1]
+    own = [axis for axis, size in enumerate(shape) if size != 1]
     shared = [
-      axis for axis, size in enumerate(shape) if size == 1 < leading[axis]
+      axis for axis, size in enumerate(shape) if size == 1 != leading[axis]
     ]
     if not own or not shared or min(shared) > max(own):
       return tokens

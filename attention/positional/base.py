@@ -208,7 +208,7 @@ class AtPositions(Transform):
 
     for _ in rows.shape[:-1]:
       of_example = jax.vmap(of_example)
-    return of_example(tuple(jnp.indices(rows.shape[:-1])), rows, moved)
+    return of_example(axes.indices(rows.shape[:-1]), rows, moved)
 
   def check(self, inner, query_length, key_length):
     checked_length("rows", self.rows.shape, -1, query_length)

@@ -217,7 +217,8 @@ def _turns(x, positions, options: RotaryOptions, dtype):
     return jnp.asarray(rows, dtype)
 
   # XLA's CPU backend would compute the cosines for every example and head.
-  if positions is None and length * features <= _MAX_TABLE_SIZE:
+  is_known = isinstance(length, int)  # not a symbol of `jax.export`
+  if positions is None and is_known and length * features <= _MAX_TABLE_SIZE:
     return [axes.with_rank(each, x.ndim) for each in table(length)]
   if positions is None:
     positions = jnp.arange(length)

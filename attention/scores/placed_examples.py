@@ -61,7 +61,7 @@ class PlacedExamples(Wrapper):
 
     for _ in range(examples):
       one = jax.vmap(one)
-    return one(tuple(jnp.indices(shape)), row, column, query, key)
+    return one(axes.indices(shape), row, column, query, key)
 
 
 def place_examples(

@@ -311,17 +311,18 @@ def test_module_created_in_a_score_raises_with_a_hint():
   assert "must be pure" in "".join(caught.value.__notes__)
 
 
-@pytest.mark.parametrize("sizes", ["b, 3, 4", "2, t, 4"])
-@pytest.mark.parametrize("mask", [None, masks.causal()])
-def test_export_with_symbolic_sizes(mask, sizes):
+@pytest.mark.parametrize("sizes", ["b, 3, 8", "2, t, 8"])
+@pytest.mark.parametrize("mask", [None, masks.sliding_window(2, 2)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_export_with_symbolic_sizes(mask, sizes, dtype):
   def run(query, implementation=None):
     return attend(query, query, query, mask=mask, implementation=implementation)
 
-  symbolic = jax.ShapeDtypeStruct(export.symbolic_shape(sizes), jnp.float32)
+  symbolic = jax.ShapeDtypeStruct(export.symbolic_shape(sizes), dtype)
   exported = export.export(jax.jit(run))(symbolic)
-  (query,) = draw(0, (2, 3, 4))
-  query = query.astype(np.float32)
-  np.testing.assert_allclose(exported.call(query), run(query), rtol=1e-6)
+  (query,) = draw(0, (2, 3, 8))
+  query = jnp.asarray(query, dtype)
+  close(exported.call(query), run(query), rtol=4 * jnp.finfo(dtype).eps)
   with pytest.raises(NotImplementedError, match="implementation='reference'"):
     export.export(jax.jit(functools.partial(run, implementation="blockwise")))(
       symbolic

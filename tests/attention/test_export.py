@@ -1,12 +1,15 @@
 """`jax.export`: symbolic sizes, and masks, scores and others as arguments."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
 
-from attention import attend, biases, masks, normalizers, scores
+from attention import attend, biases, masks, normalizers, positions, scores
+from attention.modules import MultiHeadAttention
 from tests.attention.comparison import close
 from tests.attention.oracle import single
 from tests.matrix import sampled
@@ -81,6 +84,46 @@ def test_forget_gates_of_symbolic_length():
   exported = with_four(jax.ShapeDtypeStruct((length, 4), jnp.float32))
   np.testing.assert_allclose(
     exported.call(query[:3]), run(query[:3], VECTOR), 1e-5, 1e-6
+  )
+
+
+def test_rotary_positions_of_symbolic_length():
+  (length,) = export.symbolic_shape("t")
+  rotary = jax.jit(positions.rotary)
+  exported = export.export(rotary)(
+    jax.ShapeDtypeStruct((2, length, 4), jnp.float32)
+  )
+  (tokens,) = single(1, (2, 5, 4))
+  close(exported.call(tokens), rotary(tokens), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("score", ["scaled_dot", "shaw"])
+@pytest.mark.parametrize("rolling", [False, True])
+def test_decoding_a_symbolic_number_of_examples(score, rolling):
+  (batch,) = export.symbolic_shape("b")
+  layer = MultiHeadAttention(2, 4, score=score, rotary=True)
+  (tokens,) = single(2, (3, 1, 6))
+  variables = layer.init(jax.random.key(0), tokens)
+
+  def decode(tokens):
+    cache = layer.apply(
+      variables,
+      tokens.shape[:1],
+      5,
+      ragged=True,
+      rolling=rolling,
+      method="init_cache",
+    )
+    return layer.apply(variables, tokens, cache, method="decode")
+
+  decode = jax.jit(decode)
+  exported = export.export(decode)(
+    jax.ShapeDtypeStruct((batch, 1, 6), jnp.float32)
+  )
+  jax.tree.map(
+    functools.partial(close, rtol=1e-5, atol=1e-6),
+    exported.call(tokens),
+    decode(tokens),
   )
 
 

@@ -39,6 +39,8 @@ def obstacle(request: Request) -> str | None:
     return "does not support dropout"
   if request.combined is not None:
     return "has no derivatives for a shard of the keys"
+  if not request.has_known_sizes:
+    return f"needs known sizes, got scores of shape {request.scores_shape}"
   tokens = jax.eval_shape(lambda: mapped(request))
   return (
     _obstacle_of_arrays(*tokens)
