@@ -15,10 +15,10 @@ Visual Context in Multimodal Machine Translation", Wu et al., 2021, section 4
         --config.data.dir=DIR
 
 Time: about 80 minutes on 2 CPU cores, 0.56 s per step.
-Result: BLEU 41.15 and 40.40 in two runs on test_2016_flickr with beam size 5,
-40.45 and 39.80 with greedy decoding; 42.02 and 41.15 on the validation set. The
-present version gives the second one. RNNs, in about 42 minutes: :none 22.50,
-:dot 36.89, :general 37.19, :additive 36.50. On raw files, cased and not
+Result: BLEU 40.40 on test_2016_flickr with beam size 5 and 40.05 with seed 1;
+39.80 and 39.55 with greedy decoding; 41.15 and 40.69 on the validation set. An
+earlier version had 41.15, 40.45 and 42.02. RNNs, in about 42 minutes: :none
+22.50, :dot 36.89, :general 37.19, :additive 36.50. On raw files, cased and not
 tokenised (command in docs/reproducing.md): 40.40. The metrics of the runs are
 in docs/results/multi30k*.jsonl.
 """
