@@ -312,7 +312,9 @@ def test_module_created_in_a_score_raises_with_a_hint():
 
 
 @pytest.mark.parametrize("sizes", ["b, 3, 8", "2, t, 8"])
-@pytest.mark.parametrize("mask", [None, masks.sliding_window(2, 2)])
+@pytest.mark.parametrize(
+  "mask", [None, masks.causal(), masks.sliding_window(2, 2)]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_export_with_symbolic_sizes(mask, sizes, dtype):
   def run(query, implementation=None):
